@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import re
+import statistics
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -193,7 +194,7 @@ def _best(dev: Sequence[Job]) -> Mapping[str, Any]:
 
   def score(setting: Mapping[str, Any]) -> tuple[bool, float]:
     values = [job.value for job in dev if job.setting == setting]
-    mean = math.fsum(values) / len(values)
+    mean = statistics.fmean(values)
     return math.isfinite(mean), sign * mean
 
   sign = next((job.sign for job in dev if job.metrics), 1)

@@ -32,7 +32,7 @@ class Spread(NamedTuple):
   @classmethod
   def of(cls, values: Sequence[float], percent: bool = True) -> 'Spread':
     """Summarises one or more values; -inf is the value of a diverged run."""
-    mean = math.fsum(values) / len(values)
+    mean = statistics.fmean(values)
     several = len(values) > 1 and math.isfinite(mean)
     std = statistics.stdev(values) if several else math.nan
     return cls(mean, std, percent)
@@ -129,7 +129,7 @@ def _mean(values: Mapping[str, float], names: Sequence[str]) -> str:
   """Formats the mean over some tasks in percent; '' if a value is missing."""
   if not all(name in values for name in names):
     return ''
-  return str(Spread(math.fsum(values[name] for name in names) / len(names)))
+  return str(Spread(statistics.fmean(values[name] for name in names)))
 
 
 def of_study(study: Study, graph: Graph) -> dict[str, str]:
@@ -203,7 +203,7 @@ def spread(columns: Columns, column: str) -> Spread | None:
   first, *others = [_spread(each) for each in runs]
   if not others:
     return first
-  mean = math.fsum(each.mean for each in (first, *others)) / len(runs)
+  mean = statistics.fmean(each.mean for each in (first, *others))
   return Spread(mean, percent=first.percent)
 
 
