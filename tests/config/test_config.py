@@ -156,15 +156,15 @@ def test_identity_of_rules_is_the_same_after_json():
 @pytest.mark.parametrize(
   'given, stored',
   [
-    ('photos/{a,b}-*.tar', '/home/ann/photos/{a,b}-*.tar'),
-    ('../photos', '/home/photos'),
+    ('photos/{a,b}-*.tar', '/lab/project/photos/{a,b}-*.tar'),
+    ('../photos', '/lab/photos'),
     ('/data/photos', '/data/photos'),
     ('~/photos', '~/photos'),
     ('gs://bucket/photos', 'gs://bucket/photos'),
   ],
 )
 def test_paths_of_data_are_stored_as_absolute_paths(monkeypatch, given, stored):
-  monkeypatch.setattr(os, 'getcwd', lambda: '/home/ann')
+  monkeypatch.setattr(os, 'getcwd', lambda: '/lab/project')
   config = completed(source=dict(name='tar', path=given))
   assert identity.absolute(config).source.path == stored
   assert config.source.path == given  # unchanged
@@ -172,7 +172,7 @@ def test_paths_of_data_are_stored_as_absolute_paths(monkeypatch, given, stored):
 
 def test_paths_in_all_sections_of_data_are_absolute(monkeypatch):
   """Members, evaluators' data and lists; other keys are not paths."""
-  monkeypatch.setattr(os, 'getcwd', lambda: '/home/ann')
+  monkeypatch.setattr(os, 'getcwd', lambda: '/lab/project')
   folder = dict(name='folder', path='photos', class_map='lists/names.txt')
   tfds = dict(name='tfds', dataset='cifar10', data_dir='tfds')
   members = {'a': folder | {'weight': 1.0}, 'b': tfds | {'weight': 1.0}}
@@ -186,21 +186,21 @@ def test_paths_in_all_sections_of_data_are_absolute(monkeypatch):
   )
   found, expected = identity.absolute(config), completion.flatten(config)
   expected |= {
-    'source.members.a.path': '/home/ann/photos',
-    'source.members.a.class_map': '/home/ann/lists/names.txt',
-    'source.members.b.data_dir': '/home/ann/tfds',
-    'evals.knn.source.path': '/home/ann/photos',
-    'evals.knn.source.class_map': '/home/ann/lists/names.txt',
-    'train.leave_out': '/home/ann/same.jsonl',
+    'source.members.a.path': '/lab/project/photos',
+    'source.members.a.class_map': '/lab/project/lists/names.txt',
+    'source.members.b.data_dir': '/lab/project/tfds',
+    'evals.knn.source.path': '/lab/project/photos',
+    'evals.knn.source.class_map': '/lab/project/lists/names.txt',
+    'train.leave_out': '/lab/project/same.jsonl',
   }
   assert completion.flatten(found) == expected
 
 
 def test_a_tokenizer_has_an_absolute_path_that_may_change(monkeypatch):
   """Also that of an evaluator; it does not belong to a run's identity."""
-  monkeypatch.setattr(os, 'getcwd', lambda: '/home/ann')
+  monkeypatch.setattr(os, 'getcwd', lambda: '/lab/project')
   config = loading.load('configs/lit.py:data=coco')
   found = identity.absolute(config)
   for section in (found.augment, found.evals.retrieval.preprocess):
-    assert section.tokenizer == '/home/ann/sentencepiece.model'
+    assert section.tokenizer == '/lab/project/sentencepiece.model'
   assert identity.identity(found) == identity.identity(config)

@@ -14,15 +14,15 @@ from vit_jax.processes import peers, runtime
   'backend, given, expected',
   [
     ('cpu', None, None),
-    ('tpu', None, '/home/ann/.cache/vit_jax/compiled'),
-    ('gpu', None, '/home/ann/.cache/vit_jax/compiled'),
+    ('tpu', None, '/lab/project/.cache/vit_jax/compiled'),
+    ('gpu', None, '/lab/project/.cache/vit_jax/compiled'),
     ('tpu', '/given', '/given'),
   ],
 )
 def test_compilation_cache(monkeypatch, backend, given, expected):
   """The cache is used on accelerators; the user can choose its directory."""
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
-  monkeypatch.setenv('HOME', '/home/ann')
+  monkeypatch.setenv('HOME', '/lab/project')
   before = jax.config.jax_compilation_cache_dir
   jax.config.update('jax_compilation_cache_dir', given)
   try:

@@ -48,9 +48,8 @@ def class_colours() -> UInt8[np.ndarray, '256 3']:
   The bits of a class number alternate between red, green and blue, from the
   most significant bit of the colours.
   """
-  bits = (
-    np.arange(256)[:, None] >> np.arange(8)
-  ) & 1  # [class, bit], lowest first
+  # [class, bit], the lowest bit first.
+  bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
   values = 128 >> (np.arange(8) // 3)  # of a bit: 128 three times, then 64, 32
   colours = [(bits[:, c::3] * values[c::3]).sum(1) for c in range(3)]
   return np.stack(colours, axis=1).astype(np.uint8)

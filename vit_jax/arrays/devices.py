@@ -67,7 +67,7 @@ class Device:
     kind: `device.device_kind` in JAX; for GPUs a prefix of it.
     peak_flops: dense bfloat16 FLOP/s that the vendor publishes; those of
       float32 if there is no bfloat16.
-    memory: bytes; for TPUs those that a program may use; for GPUs the total
+    memory: bytes; for TPUs what a program may use; for GPUs the total
       memory as given by the vendor, of which programs can use less.
     bytes_per_s: published memory bandwidth.
     link_bytes_per_s: bandwidth in one direction to the other chips of the slice

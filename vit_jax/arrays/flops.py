@@ -213,7 +213,7 @@ def _valid_positions(
   Position o of the result and tap k of the kernel read the input at
   (o·stride + k·dilation - low) / base if this is an integer in [0, size). For
   each k, the second condition holds for o from `first` to `last`, and the first
-  one for every `period`-th o, those that equal `phase` modulo `period`.
+  one for every `period`-th o, which equals `phase` modulo `period`.
 
   Args:
     size: elements of the input in one dimension.

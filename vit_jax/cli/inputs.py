@@ -1,8 +1,8 @@
 """Weights and data of a command: their flags, and functions that open them.
 
-A command has the flags that its class `Request` declares and those that it
-names in `Request.define`. `open_weights` and `open_data` open the weights and
-the data that a request specifies.
+A command has the flags that its class `Request` declares, and shared flags that
+it names in `Request.define`. `open_weights` and `open_data` open the weights
+and the data that a request specifies.
 """
 
 import dataclasses

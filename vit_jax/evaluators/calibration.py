@@ -43,8 +43,8 @@ class Evaluator(OnSplit):
     top: values of k for the top-k accuracies; accuracy (k = 1) is always
       reported.
     bins: number of bins of equal width in [0, 1], for the calibration error.
-    among: classes that may be predicted: 'all', or 'present' for those that are
-      a label of an example of the split (200 of 1,000 for ImageNet-A and -R).
+    among: classes that may be predicted: 'all', or 'present' for the labels of
+      the examples of the split (200 of 1,000 for ImageNet-A and -R).
     labels: 'label', or the field of a source with several labels per image
       ('real_label' of the TFDS set imagenet2012_real, which its key
       `source.others` also names).

@@ -1064,7 +1064,7 @@ class ViT(Backbone):
 
   @property
   def replaceable(self) -> tuple[str, ...]:
-    """With `fc_norm`, the norms of the tokens and of the features.
+    """Returns the norms of tokens and of features, with `fc_norm`; else ().
 
     The model has only the second one. It is initialized from scratch if the
     weights have only the first one, which is then left out.

@@ -60,8 +60,8 @@ class Objective(LinearHead):
         drop path. `optimizer.rules` should then freeze `model/.*`.
       dropout: probability with which a feature is 0 in all patches of an image.
       count_ignored: whether the sum of the losses is divided by the number of
-        all pixels, as in the code of DINOv2 and DINOv3; by default, only by the
-        number of those that are not ignored.
+        all pixels, as in the code of DINOv2 and DINOv3; by default, by that of
+        the pixels that are not ignored.
 
     Raises:
       UserError: a value is outside its range.

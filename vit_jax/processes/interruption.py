@@ -89,7 +89,7 @@ class SignalHandler:
 
   @property
   def installed(self) -> bool:
-    """Whether the handlers are installed."""
+    """Returns whether the handlers are installed."""
     return any(map(_is_handled, SIGNALS))
 
   def _forked(self) -> None:

@@ -14,8 +14,8 @@ from vit_jax.training import frozen
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
-# XLA's CPU compiler would remove barriers (of `xla.stored`, and those that
-# `jax.checkpoint` adds) before it fuses operations.
+# XLA's CPU compiler would remove barriers (of `xla.stored` and of
+# `jax.checkpoint`) before it fuses operations.
 _OPTIONS = {'cpu': {'xla_disable_hlo_passes': 'cse_barrier_expander'}}
 PyTree = Any
 

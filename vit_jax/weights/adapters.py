@@ -71,8 +71,7 @@ def unmerged(source: Pretrained, find: Find) -> Pretrained:
 def merged(source: Pretrained) -> Pretrained:
   """Returns a model without LoRA; weights are merged when they are loaded.
 
-  Loading raises UserError if the frozen weights are not those that LoRA was
-  trained on.
+  Loading raises UserError if LoRA was trained on other frozen weights.
 
   Args:
     source: result of `unmerged`.

@@ -79,8 +79,8 @@ def _check_agreement(
   """
   section, sizes = config.model, source.model().architecture
   filled = dict(section)
-  # A variant, such as B/16, determines all sizes; without one, those that the
-  # config leaves open have to be filled in before the model can be built.
+  # A variant, such as B/16, determines all sizes; without one, the sizes that
+  # the config leaves open have to be filled in before the model can be built.
   if section.get('variant') is None:
     filled |= {
       key: value

@@ -161,7 +161,7 @@ def _num_classes(arrays: Mapping[str, np.ndarray], names: NameMap) -> int:
 def _shapes(
   parsed: ParsedWeights, params: PyTree
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-  """Returns {name: shape} of a file's arrays, and of those that are required.
+  """Returns {name: shape} of the arrays of a file, and of the required ones.
 
   Args:
     parsed: arrays of the file.

@@ -147,7 +147,7 @@ def _row(
     label = texts['label']
   elif 'label' in fields:
     label = class_folders.text_of(fields['label'])
-  else:  # allowed if the list has no columns but those that are used
+  else:  # allowed if the list has no unused columns
     no_more = others or fields.keys() <= {'image', 'split'}
     label = '' if no_more else None
   if (

@@ -76,7 +76,7 @@ class Source(splits.Selected):
 
     Raises:
       UserError: the directory or the split does not exist, a file cannot be
-        read, or the images are not those that were labelled.
+        read, or the images are not the labelled ones.
     """
     counts, labels = copies(path), parts.Parts.open(path)
     self._computation = labels.computation
@@ -150,7 +150,7 @@ class Source(splits.Selected):
     return np.argsort(rank[self._rows], kind='stable')
 
   def _check_images(self, path: str) -> None:
-    """Checks that the images are those that were labelled.
+    """Checks that the images are the labelled ones.
 
     Raises:
       UserError: their fingerprint differs from the stored one.

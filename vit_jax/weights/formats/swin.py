@@ -83,7 +83,7 @@ def parse(
 def _renamed(
   arrays: Mapping[str, np.ndarray], of_authors: bool
 ) -> dict[str, np.ndarray]:
-  """Returns arrays with timm's names, without those that sizes determine."""
+  """Returns the arrays with timm's names that sizes do not determine."""
   aliases: list[tuple[str, Any]] = [(r'^head\.(weight|bias)$', r'head.fc.\1')]
   if of_authors:  # the authors' stages end with a merging of patches
 

@@ -172,7 +172,7 @@ class _Pooling(NamedTuple):
   Attributes:
     name: 'token', 'map', 'gap', 'max' or 'avgmax', also where `fc_norm` implies
       'gap'.
-    keys: keys of the model that differ from those that the arrays show.
+    keys: keys of the model whose values differ from what the arrays show.
   """
 
   name: str
